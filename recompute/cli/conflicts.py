@@ -47,6 +47,8 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
       for name in ("compare", "pareto", "save_problem")),
     *((name, (*_NOT_OF_LISTS, *others), f"{option(name)} prints a list and stops") for name, others in _LISTS.items()),
     ("compare", _DOINGS, "--compare does not run or write a step"),
+    ("compare", ("pareto", "save_problem", "max_batch"), "--compare prints a table and stops"),
+    ("save_problem", ("pareto", "max_batch"), "--save-problem writes the problem and stops"),
     ("compare", ("strategy", "plan", "save_plan"), "--compare runs every strategy"),
     ("pareto", _DOINGS, "--pareto does not run or write a step"),
     ("pareto", ("strategy", "plan", "save_plan", "budget", "checkpoints"), "--pareto draws the whole curve"),

@@ -85,6 +85,21 @@ def test_lists_go_with_nothing_that_they_would_not_do(tmp_path: Path, capsys: py
             assert f"{option} prints a list and stops: leave out --" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options", [["-o", "m.onnx"], ["--json", "d.npz"], ["--save-trained", "link.onnx"], ["--report", "m.onnx"]]
+)
+def test_what_is_read_is_not_written(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(Path(MLP).read_bytes())
+    Path("link.onnx").symlink_to("m.onnx")
+    np.savez("d.npz", x=np.zeros((2, 32), np.float32), label=np.zeros(2, np.int64))
+    assert main(["m.onnx", "--data", "d.npz", "--run", "1", *options]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert Path("m.onnx").read_bytes() == Path(MLP).read_bytes()
+
+
 @pytest.mark.parametrize("doing", ["--compare", "--pareto", "--look", "--save-problem=p.json"])
 def test_what_draws_no_step_goes_with_no_picture(doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
