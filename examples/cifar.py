@@ -62,6 +62,8 @@ def compared(name: str, options: dict, batch: int, train: rc.data.Dataset, test:
         trainer = rc.Trainer(program, optimizer, loss="cross_entropy", metrics=[rc.metrics.Accuracy()])
         begun = time.perf_counter()
         history = trainer.fit(train, epochs=2, eval_data=test)
+        if history.stopped:
+            raise SystemExit(history.stopped)
         seconds = time.perf_counter() - begun
         accuracy = history.epochs[-1]["eval"]["accuracy"]
         results.append((accuracy, history.weights_sha256))

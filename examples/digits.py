@@ -32,7 +32,10 @@ def trained(train: dict, test: dict, checkpoints: list[str], folder: Path) -> rc
     if checkpoints:
         optimizer = rc.RecomputeOptimizer(optimizer).set_checkpoints(checkpoints)
     trainer = rc.Trainer(program, optimizer, loss="cross_entropy", metrics=[rc.metrics.Accuracy()])
-    return trainer.fit(train, epochs=10, eval_data=test, save=folder)
+    history = trainer.fit(train, epochs=10, eval_data=test, save=folder)
+    if history.stopped:
+        raise SystemExit(history.stopped)
+    return history
 
 
 def main() -> None:

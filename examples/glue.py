@@ -58,6 +58,8 @@ def trained(model: str, train: rc.data.Dataset, held: rc.data.Dataset, options: 
             optimizer = rc.RecomputeOptimizer(optimizer).set_checkpoints(blocks)
         trainer = rc.Trainer(program, optimizer, loss="cross_entropy", metrics=[rc.metrics.Accuracy()])
         history = trainer.fit(train, epochs=args.epochs, eval_data=held)
+        if history.stopped:
+            raise SystemExit(history.stopped)
         accuracy = history.epochs[-1]["eval"]["accuracy"]
         hashes.append(history.weights_sha256)
         print(f"{kind:10} accuracy {accuracy:.4f}  peak {history.peak_bytes['measured'] / 2**20:7.1f} MiB", flush=True)

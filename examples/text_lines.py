@@ -75,6 +75,8 @@ metric = rc.metrics.CharacterErrorRate(batch_first=False)
 trainer = rc.Trainer(program, rc.Adam(2e-3), loss=loss, metrics=[metric], seed=SEED, quiet=True)
 unseen = lines(320, 1)
 history = trainer.fit(rc.data.dataset(lines(3200, 0)), epochs=EPOCHS, eval_data=rc.data.dataset(unseen))
+if history.stopped:
+    raise SystemExit(history.stopped)
 for epoch in history.epochs:
     print(f"epoch {epoch['epoch']}: loss {epoch['train']['loss']:.3f}, character errors {epoch['eval']['cer']:.1%}")
 scores = program.evaluate({name: rows[:BATCH] for name, rows in unseen.items()}, ["scores"])[0]

@@ -100,6 +100,7 @@ class Report(ModelReport):
 
     look: dict[str, Any] | None = None
     tensors: list[dict[str, Any]] | None = None
+    candidates: list[dict[str, Any]] | None = None
     precision: str = "fp32"
     costs: str = ""
     checkpoints: list[str] = field(default_factory=list)
@@ -324,7 +325,7 @@ class _Job(ModelJob):
             *pipeline(spec, Program(), loss),
             *step_passes(target, None if request is None else RecomputePlan(), moved=moved),
         ]
-        cli_ending.say(passes_table(lines))
+        self.say(passes_table(lines), always=True)
 
     def look(self) -> dict[str, Any]:
         """The screen, whose facts the report holds too."""
@@ -338,13 +339,17 @@ class _Job(ModelJob):
         self.report.tensors = [
             {"name": t.name, "type": str(t.type), "trains": t.trains, "why": t.why} for t in program.tensors
         ]
-        cli_ending.say(tensors_table(program.tensors))
+        self.say(tensors_table(program.tensors), always=True)
 
     def print_candidates(self, candidates: Sequence[Any], always: Sequence[Any]) -> None:
         """Prints the checkpoint candidates with their sizes."""
         from ..support.tables import candidates_table
 
-        cli_ending.say(candidates_table(candidates, always))
+        self.report.candidates = [
+            {"name": c.value.name, "type": str(c.value.type), "bytes": c.value.nbytes, "flops": c.flops}
+            for c in candidates
+        ]
+        self.say(candidates_table(candidates, always), always=True)
 
     def train(self, step: Any, loss: str) -> None:
         """Trains, and compares the measured peak with the predicted one."""

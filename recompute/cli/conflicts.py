@@ -9,14 +9,31 @@ from typing import Any
 
 from ..errors import UsageError
 
+
+def option(name: str) -> str:
+    """How an option is written on the command line; a fact, as it is."""
+    dashed = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
+    return name if " " in name else f"--{dashed}"
+
+
 #: options that run or write a step
 _DOINGS = ("run", "check", "prove", "output", "dump_ir", "library")
 #: options about one rank's step alone
 _OF_ONE_RANK = (
-    "run", "check", "output", "library", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy", "effort",
-    "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints", "profile",
-    "report",
+    "run", "check", "prove", "output", "library", "compare", "pareto", "save_problem", "plan", "save_plan", "strategy",
+    "effort", "seconds", "estimate", "max_batch", "offload", "allow", "slice", "plot", "snapshot", "list_checkpoints",
+    "profile", "report",
 )  # fmt: skip
+_PICTURES = ("report", "plot", "trace", "snapshot")
+#: what no list comes with; and options that print a list, each with what it excludes besides
+_NOT_OF_LISTS = ("check", "prove", "output", "library", "save_trained", "estimate", "max_batch", "compare", "pareto",
+                 "save_plan", "save_problem", "profile", *_PICTURES)  # fmt: skip
+_LISTS = {
+    "list_models": ("list_parameters", "list_checkpoints", "print_passes", "look", "run", "dump_ir", "json"),
+    "list_parameters": ("list_checkpoints", "print_passes", "run", "dump_ir"),
+    "list_checkpoints": ("print_passes", "run"),
+    "print_passes": ("look", "dump_ir", "json"),
+}
 _BOTH = "both define what is recomputed"
 _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 
@@ -24,8 +41,14 @@ _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints"),
      "--look reads the file, and compiles nothing"),
+    ("look", ("save_plan", "save_problem", "profile", *_PICTURES), "--look reads the file, and compiles nothing"),
     ("look", ("input_shapes", "trainable", "freeze", "loss"), "--look says what holds without it"),
+    *((name, ("estimate", *_PICTURES), f"{option(name)} is about many plans, and draws no step")
+      for name in ("compare", "pareto", "save_problem")),
+    *((name, (*_NOT_OF_LISTS, *others), f"{option(name)} prints a list and stops") for name, others in _LISTS.items()),
     ("compare", _DOINGS, "--compare does not run or write a step"),
+    ("compare", ("pareto", "save_problem", "max_batch"), "--compare prints a table and stops"),
+    ("save_problem", ("pareto", "max_batch"), "--save-problem writes the problem and stops"),
     ("compare", ("strategy", "plan", "save_plan"), "--compare runs every strategy"),
     ("pareto", _DOINGS, "--pareto does not run or write a step"),
     ("pareto", ("strategy", "plan", "save_plan", "budget", "checkpoints"), "--pareto draws the whole curve"),
@@ -45,9 +68,10 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("library", ("run", "check", "estimate", "max_batch", "offload", "save_trained"),
      "--library writes a step and runs nothing"),
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
-    ("a planning problem", (*_DOINGS, "pareto", "plan", "save_plan", "save_problem", "checkpoints", "estimate",
-     "max_batch", "look"), "the file is a planning problem, and no model"),
-    ("a mesh", ("run", "check", "output", "library", "compare", "pareto", "save_problem"),
+    ("a planning problem", (*_DOINGS, *_PICTURES, "pareto", "plan", "save_plan", "save_problem", "checkpoints",
+     "estimate", "max_batch", "look", "list_parameters", "list_checkpoints", "print_passes", "profile"),
+     "the file is a planning problem, and no model"),
+    ("a mesh", ("run", "check", "prove", "output", "library", "compare", "pareto", "save_problem"),
      "--mesh only estimates what ranks take"),
     ("a mesh with pp", _OF_ONE_RANK, "with a pipeline, --mesh only estimates the stages (--trace draws the ranks)"),
     ("a mesh with pp", ("budget",), "a memory budget cannot be combined with a pipeline yet"),
@@ -123,12 +147,6 @@ def check(
     for name, others, what in needed:
         if holds(name) and not any(map(holds, others)):
             raise UsageError(f"{option(name)} needs {what}")
-
-
-def option(name: str) -> str:
-    """How an option is written on the command line; a fact, as it is."""
-    dashed = {"budget": "memory-budget", "rank_count": "ranks"}.get(name, name.replace("_", "-"))
-    return name if " " in name else f"--{dashed}"
 
 
 def _given(value: Any) -> bool:

@@ -45,9 +45,9 @@ class ModelJob:
         self.unfrozen: Any = None  # the program from before --freeze
         self.to_stdout = args.json is not None and str(args.json) == "-"
 
-    def say(self, text: str) -> None:
-        """Prints text for people: to standard error where standard output carries JSON."""
-        if not self.args.quiet:
+    def say(self, text: str, *, always: bool = False) -> None:
+        """Prints text for people, with --quiet only `always`: to standard error where standard output carries JSON."""
+        if always or not self.args.quiet:
             (cli_ending.tell if self.to_stdout else cli_ending.say)(text)
 
     def has_sizes(self) -> bool:

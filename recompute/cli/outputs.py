@@ -45,12 +45,23 @@ def check_arguments(args: argparse.Namespace) -> None:
         if why := _why_not(name, path):
             raise UsageError(f"{option}: cannot write '{path}': {why}")
         for file in _written(name, path):
+            check_not_read(args, option, file)
             if file != path and (why := why_not_writable(file)):
                 raise UsageError(f"{option}: cannot write '{file}': {why}")
             where = os.path.realpath(file)
             if where in taken and not is_special(file):
                 raise UsageError(f"{taken[where]} and {option} would both write '{file}'")
             taken[where] = option
+
+
+def check_not_read(args: argparse.Namespace, option: str, file: Path) -> None:
+    """UsageError if what an option would write is the model or the data, which are read."""
+    for what in ("model", "data", "eval"):
+        read = getattr(args, what, None)
+        if read is not None and os.path.isfile(file) and os.path.realpath(read) == os.path.realpath(file):
+            raise UsageError(
+                f"{option} would overwrite '{file}', which is the {what} of this command: name another file"
+            )
 
 
 def _written(name: str, path: Path) -> list[Path]:

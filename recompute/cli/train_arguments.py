@@ -9,6 +9,7 @@ from ..errors import UsageError
 from ..support.files import why_not_writable
 from . import conflicts
 from .arguments import add_loading, add_model, add_passes, add_portable
+from .outputs import check_not_read
 from .parsing import Parser, given_budget, real, whole
 
 SHORT = """\
@@ -168,4 +169,9 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--warmup must not be negative, but it is {args.warmup}")
     if args.json is not None and str(args.json) != "-" and (why := why_not_writable(args.json)):
         raise UsageError(f"--json: '{args.json}' cannot be written: {why}")
+    if args.json is not None:
+        check_not_read(args, "--json", args.json)
+    if args.save is not None and not args.resume:
+        for name in ("model.onnx", "best.onnx", "quantized.onnx", "log.jsonl"):
+            check_not_read(args, "--save", args.save / name)
     args.fuse_attention = True

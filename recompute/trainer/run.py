@@ -16,7 +16,7 @@ from .history import History
 from .log import Log
 from .progress import Progress
 from .ranks import ONE, Ranks
-from .saving import Checkpoint, Checkpoints, Saving, load
+from .saving import Checkpoint, Checkpoints, Saving, digest_of, load
 
 #: characters of an option that an error shows
 _LONGEST = 200
@@ -116,6 +116,8 @@ def take_over(run: Run, program: Program, facts: dict[str, Any], callbacks: Sequ
             callback.set_state(state)
         except (AttributeError, KeyError, TypeError, ValueError) as e:
             raise UsageError(_changed(checkpoint, "callbacks", str(e))) from None
+    if p.get("sha256", "") not in ("", contents := digest_of(p)):  # earlier versions have written none
+        raise UsageError(_changed(checkpoint, "sha256", f"the contents have {contents}"))
     return checkpoint.step
 
 
@@ -152,8 +154,9 @@ def _other_options(folder: str, before: Any, now: dict[str, str]) -> list[str]:
 
 def _other_pieces(folder: str, before: Any, now: Any) -> str:
     """Why a run with other micro-batches cannot go on."""
-    said = {None: "without a mesh"}
-    was, is_now = (said.get(n, f"with a mesh and {n} micro-batches a step") for n in (before, now))
+    was, is_now = (
+        "without a mesh" if n is None else f"with a mesh and {n} micro-batches a step" for n in (before, now)
+    )
     how = (
         "without mesh"
         if before is None

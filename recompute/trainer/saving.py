@@ -2,8 +2,8 @@
 
 DIR/checkpoints/step-000000120/ holds `state.safetensors` (parameters, buffers, optimizer state, the counters of random
 operators; of frozen weights that are the model file's a digest each) and `trainer.json` (position in the data, results
-so far, versions, the size and hash of the state).  It is written under another name, flushed to the disk and renamed,
-so that a run that is killed leaves either all of it or nothing that counts.
+so far, versions, the size and hash of the state, and a hash of all this).  It is written under another name, flushed to
+the disk and renamed, so that a run that is killed leaves either all of it or nothing that counts.
 """
 
 from __future__ import annotations
@@ -128,12 +128,13 @@ class Checkpoints:
 
     def _complete(self, part: Path, final: Path, step: int, position: dict[str, Any]) -> None:
         """Writes the position beside the state, waits until both are on the disk, and gives the folder its name."""
-        text = json.dumps({
+        content = {
             "format": FORMAT, "step": step, **position,
             "state": {"bytes": (part / _STATE).stat().st_size, "sha256": _file_hash(part / _STATE)},
             "versions": {"onnx-recompute": __version__, "numpy": np.__version__, "python": python_version()},
-        }, indent=1)  # fmt: skip
-        (part / _POSITION).write_text(text + "\n")
+        }  # fmt: skip
+        content["sha256"] = digest_of(json.loads(json.dumps(content)))
+        (part / _POSITION).write_text(json.dumps(content, indent=1) + "\n")
         for name in (_STATE, _POSITION):
             _flush(part / name)
         _flush(part)
@@ -200,6 +201,12 @@ def _read(folder: Path) -> tuple[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         return f"{_POSITION} cannot be read: {e}", {}
     return "", position
+
+
+def digest_of(position: dict[str, Any]) -> str:
+    """The hash of all that trainer.json says besides this hash."""
+    rest = {name: value for name, value in position.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _file_hash(path: Path) -> str:

@@ -70,6 +70,44 @@ def test_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer1.0.out" in out and "layer4.1.out" in out and "layer1.0.conv1" not in out
 
 
+@pytest.mark.parametrize(("option", "field"), [("--list-checkpoints", "candidates"), ("--list-parameters", "tensors")])
+def test_json_of_lists(option: str, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, option, "--json", "-", "-q"]) == 0
+    out, err = capsys.readouterr()
+    names = [entry["name"] for entry in json.loads(out)[field]]
+    assert names[0].startswith("fc_1") and all(n in err for n in names)
+
+
+def test_lists_go_with_nothing_that_they_would_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--list-models", "--list-parameters", "--list-checkpoints", "--print-passes"):
+        for other in (["--check"], ["-o", str(tmp_path / "s.onnx")], ["--report", str(tmp_path / "r.html")]):
+            assert main([MLP, option, *other]) == 2
+            assert f"{option} prints a list and stops: leave out --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["-o", "m.onnx"], ["--json", "d.npz"], ["--save-trained", "link.onnx"], ["--report", "m.onnx"]]
+)
+def test_what_is_read_is_not_written(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(Path(MLP).read_bytes())
+    Path("link.onnx").symlink_to("m.onnx")
+    np.savez("d.npz", x=np.zeros((2, 32), np.float32), label=np.zeros(2, np.int64))
+    assert main(["m.onnx", "--data", "d.npz", "--run", "1", *options]) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert Path("m.onnx").read_bytes() == Path(MLP).read_bytes()
+
+
+@pytest.mark.parametrize("doing", ["--compare", "--pareto", "--look", "--save-problem=p.json"])
+def test_what_draws_no_step_goes_with_no_picture(doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for picture in ("--report=r.html", "--plot=p.svg", "--trace=t.json", "--snapshot=s.pickle"):
+        assert main([MLP, doing, picture]) == 2
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_segmentation_network(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--option", "width=2", "--option", "image=16,32"]
     assert main(["unet", *options, "--batch", "1", "--checkpoints", "down?.out", "--run", "1"]) == 0

@@ -34,6 +34,20 @@ def command(files: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [(["--json", "train.npz"], "train.npz"), (["--json", "model.onnx"], "model.onnx"), (["--save", "."], "model.onnx")],
+)  # fmt: skip
+def test_what_is_read_is_not_written(
+    options: list[str], name: str, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(files)
+    before = {p: p.read_bytes() for p in files.iterdir()}
+    assert main(command(files, *options)) == 2
+    assert f"{options[0]} would overwrite '{name}', which is the" in capsys.readouterr().err
+    assert before == {p: p.read_bytes() for p in files.iterdir()}
+
+
 def test_the_whole_way(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, report = files / "run", files / "r.json"
     assert main(command(files, "--epochs", "6", "--save", str(run), "--json", str(report), "--schedule", "cosine",

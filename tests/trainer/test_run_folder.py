@@ -121,6 +121,21 @@ def test_a_position_that_no_run_has_written(name: str, value: object, saved: Pat
         resumed(saved, callbacks=[rc.EarlyStopping("train.loss", 3)])
 
 
+@pytest.mark.parametrize(("name", "change"), [("total", 0.5), ("samples", 1), ("micro_batches", {})])
+def test_a_position_with_another_number(name: str, change: object, tmp_path: Path) -> None:
+    trainer().fit(data(32), save=rc.Saving(tmp_path, steps=1, keep=9))
+    file, last = sorted(tmp_path.glob("checkpoints/*/trainer.json"))
+    last.unlink()
+    position = json.loads(file.read_text())
+    value = position[name] + change if isinstance(change, (int, float)) else change
+    file.write_text(json.dumps({**position, name: value}))
+    with pytest.raises(UsageError, match=r"'sha256' in its trainer\.json|with a mesh and \{\} micro-batches"):
+        resumed(tmp_path)
+    del position["sha256"]  # as an earlier version has written it
+    file.write_text(json.dumps(position))
+    assert resumed(tmp_path).steps == 4
+
+
 def schedule(steps: int) -> Any:
     return rc.lr.CosineAnnealingDecay(1e-2, steps)
 
