@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,3 +221,30 @@ def test_summed_weights_are_the_same_bits(
 def test_into_how_many_parts(threads: int, wanted: dict[int, int]) -> None:
     """As many for each thread, four where there are as many images; one more does not matter among eight."""
     assert {n: plans.parts(n) for n in wanted} == wanted
+
+
+STEADY = """
+import signal
+import numpy as np
+from recompute.runtime.cpu.device.native import Table
+from recompute.runtime.cpu.providers import blas, products
+
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+a, b, c = np.ones((288, 1024), np.float32), np.ones((1024, 96), np.float32), np.empty((288, 96), np.float32)
+table = Table(blas.strided(a.T.copy().T, b, c, by=products.sgemm()))
+around = [bytes(5000) for _ in range(50)]
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+while len(seen) < 1000:
+    table.run()
+    around = [bytes(5000 + len(seen)) for _ in range(50)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert (c == 1024).all()
+"""
+
+
+@there
+def test_signals_overwrite_nothing_while_it_multiplies() -> None:
+    """A handler would write below the library's workspace, which its products take for their stack."""
+    done = subprocess.run([sys.executable, "-c", STEADY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -80,6 +82,25 @@ done:
   ret void
 }
 """
+#: the mask of signals of the thread that does a piece of work, 16 words each, after 20 ms
+MASKS = """
+declare i32 @usleep(i32)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+define void @kernel(ptr %args, i64 %begin, i64 %end) {
+  %to = load ptr, ptr %args
+  %word = mul i64 %begin, 16
+  %at = getelementptr i64, ptr %to, i64 %word
+  %slept = call i32 @usleep(i32 20000)
+  %read = call i32 @pthread_sigmask(i32 0, ptr null, ptr %at)
+  ret void
+}
+"""
+#: what GOMP_parallel calls: nothing
+EMPTY = """
+define void @kernel(ptr %args) {
+  ret void
+}
+"""
 PROBE = """
 define i64 @kernel(ptr %places, i64 %threads) {
   call void @spread(ptr %places, i64 %threads)
@@ -114,6 +135,26 @@ def in_a_thread(allowed: set[int] | None = None) -> tuple[tuple[int, int], set[i
     worker.start()
     worker.join()
     return found[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals wait on Linux, where oneDNN is")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_signals_wait_while_native_code_runs(threads: int) -> None:
+    """In all threads, also in those that another library has begun; not what an instruction causes."""
+    before, masks = signal.pthread_sigmask(signal.SIG_BLOCK, ()), np.zeros((2, 16), np.int64)
+    call = Call(native.compile_ir(MASKS), (masks,), 2)
+
+    def run() -> None:
+        if threads > 1:
+            empty = ctypes.c_void_p(native.compile_ir(EMPTY))
+            native._libgomp().GOMP_parallel(empty, None, threads, 0)
+        Table([call], threads).run()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+    with ThreadPoolExecutor(1) as other:  # a team of its own
+        other.submit(run).result()
+    for name, waits in (("SIGINT", 1), ("SIGTERM", 1), ("SIGALRM", 1), ("SIGSEGV", 0), ("SIGFPE", 0)):
+        assert (masks[:, 0] >> getattr(signal, name) - 1 & 1 == waits).all(), name
 
 
 @linux

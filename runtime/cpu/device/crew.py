@@ -8,6 +8,8 @@ what changes no bits (see runtime/shared/families.py).  A thread that waits for 
 an idle processor can take over the other one; if that was its own processor, it goes to another when it wakes up:
 Linux would leave both there for long, beside a processor that a neighbour has for itself.
 
+Signals wait in all of these threads (Python runs its handlers behind native code in any case): see `_SIGNALS_LINUX`.
+
 A call that brings threads of its own (oneDNN's primitives) runs between such regions.  A row of the table is seven
 words: function, operands, work, chunks, the end of the region that begins with it (0: the call brings threads of its
 own), whether that region has work for several threads, and the address of its counters: the chunks of each thread's
@@ -17,6 +19,7 @@ share that were taken, and all that are done.  Counters of consecutive calls lie
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 
 #: words of a row, and chunks that a call's work is cut into for each thread
@@ -32,14 +35,22 @@ declare i32 @usleep(i32)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 FLUSH
 SPREAD
+SIGNALS
 
 ; the calls of a region: every thread goes through all of them
 define internal void @crew(ptr %region) {
 entry:
   %mode = call i32 @flush()
+  %me = THREAD
+  %master = icmp eq i32 %me, 0
+  br i1 %master, label %begin, label %worker
+worker:
+  call void @block(ptr null)
+  br label %begin
+begin:
   %calls = load ptr, ptr %region
   %begin.at = getelementptr %region, ptr %region, i32 0, i32 1
-  %begin = load i64, ptr %begin.at
+  %from = load i64, ptr %begin.at
   %end.at = getelementptr %region, ptr %region, i32 0, i32 2
   %end = load i64, ptr %end.at
   %status.at = getelementptr %region, ptr %region, i32 0, i32 3
@@ -49,12 +60,11 @@ entry:
   %places = load ptr, ptr %places.at
   %threads.at = getelementptr %region, ptr %region, i32 0, i32 6
   %threads = load i64, ptr %threads.at
-  %me = THREAD
   %me64 = zext i32 %me to i64
   %place = getelementptr %line, ptr %places, i32 %me
   br label %loop
 loop:
-  %i = phi i64 [%begin, %entry], [%i1, %next]
+  %i = phi i64 [%from, %begin], [%i1, %next]
   %more = icmp slt i64 %i, %end
   br i1 %more, label %call, label %out
 call:
@@ -153,6 +163,8 @@ out:
 define i64 @kernel(ptr %calls, i64 %count, i64 %threads, ptr %status) {
 entry:
   %region = alloca %region
+  %mask = alloca [16 x i64]
+  call void @block(ptr %mask)
   %mode = call i32 @flush()
   store volatile i64 0, ptr %status
   %t32 = trunc i64 %threads to i32
@@ -229,6 +241,7 @@ region.done:
 end.all:
   %at = load volatile i64, ptr %failed.at
   call void @restore(i32 %mode)
+  call void @unblock(ptr %mask)
   ret i64 %at
 }
 """
@@ -325,6 +338,30 @@ define internal void @spread(ptr %places, i64 %threads) {
   ret void
 }
 """
+# a signal's handler runs on the stack of the thread that it meets: while oneDNN multiplies (up to its version 3.11) the
+# stack's pointer is that of a buffer, and what lies before that would be overwritten
+_SIGNALS_LINUX = r"""
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+@signals = internal constant [16 x i64] [i64 SET, ZEROS]
+define internal void @block(ptr %old) {
+  %done = call i32 @pthread_sigmask(i32 0, ptr @signals, ptr %old)
+  ret void
+}
+define internal void @unblock(ptr %old) {
+  %done = call i32 @pthread_sigmask(i32 2, ptr %old, ptr null)
+  ret void
+}
+"""
+_SIGNALS_NONE = r"""
+define internal void @block(ptr %old) {
+  ret void
+}
+define internal void @unblock(ptr %old) {
+  ret void
+}
+"""
+#: signals that an instruction causes: they do not wait
+_AT_ONCE = ("SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS")
 #: looks at a counter, of about 50 ns each on x86, before a waiting thread sleeps
 _SPINS = 1000
 #: bytes of a set of processors: 8,192 of them
@@ -342,6 +379,7 @@ def driver(*, threads: bool, flush: bool = True) -> str:
     ir = ir.replace("THREAD", "call i32 @omp_get_thread_num()" if threads else "add i32 0, 0")
     if x86:
         ir += "declare void @llvm.x86.sse2.pause()\n"
+    ir = ir.replace("SIGNALS", _signals())
     return ir.replace("SPREAD", spread()).replace("FLUSH", (_FLUSH_X86 if flush else _KEEP_X86) if x86 else _FLUSH_NONE)
 
 
@@ -351,3 +389,11 @@ def spread() -> str:
     if sys.platform != "linux":
         return _SPREAD_NONE
     return _SPREAD_LINUX.replace("MASK", str(_MASK)).replace("BITS", str(8 * _MASK))
+
+
+def _signals() -> str:
+    """LLVM IR of `@block(old)`, from which on signals wait in this thread, and of `@unblock(old)`."""
+    if sys.platform != "linux":
+        return _SIGNALS_NONE
+    waiting = -1 - sum(1 << (getattr(signal, name) - 1) for name in _AT_ONCE)
+    return _SIGNALS_LINUX.replace("i64 SET", f"i64 {waiting}").replace("ZEROS", ", ".join(["i64 0"] * 15))

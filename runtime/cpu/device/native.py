@@ -18,7 +18,7 @@ import platform
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class Table:
         """
         if not toolchain().runs:
             raise UsageError("this process builds a library for another machine, and cannot run its code")
-        failed = _worker().submit(self._made).result() if _forked else self._made()
+        failed = _by_worker(self._made) if _forked else self._made()
         return None if failed < 0 else failed
 
     def _made(self) -> int:
@@ -189,6 +189,17 @@ def _worker() -> ThreadPoolExecutor:
     """The thread that runs tables in a fork: libgomp would wait forever for threads that the process lacks, but a new
     thread gets new ones."""
     return ThreadPoolExecutor(1)
+
+
+def _by_worker(run: Callable[[], int]) -> int:
+    """What `_worker` returns; an interrupt is raised when it has ended, as it works in the caller's buffers."""
+    future = _worker().submit(run)
+    try:
+        return future.result()
+    finally:
+        while not future.done():
+            with contextlib.suppress(KeyboardInterrupt):
+                wait([future])
 
 
 def together(calls: Sequence[Call]) -> Call:
