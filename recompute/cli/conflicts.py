@@ -41,7 +41,8 @@ _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints"),
      "--look reads the file, and compiles nothing"),
-    ("look", ("save_plan", "save_problem", "profile", *_PICTURES), "--look reads the file, and compiles nothing"),
+    ("look", ("checkpoints", "strategy", "plan", "offload", "allow", "slice", "save_plan", "save_problem", "profile",
+     *_PICTURES), "--look reads the file, and compiles nothing"),
     ("look", ("input_shapes", "trainable", "freeze", "loss"), "--look says what holds without it"),
     *((name, ("estimate", *_PICTURES), f"{option(name)} is about many plans, and draws no step")
       for name in ("compare", "pareto", "save_problem")),
@@ -69,7 +70,7 @@ EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
      "--library writes a step and runs nothing"),
     ("lora", ("trainable", "dequantize"), _ADAPTERS),
     ("a planning problem", (*_DOINGS, *_PICTURES, "pareto", "plan", "save_plan", "save_problem", "checkpoints",
-     "estimate", "max_batch", "look", "list_parameters", "list_checkpoints", "print_passes", "profile"),
+     "estimate", "max_batch", "look", "list_parameters", "list_checkpoints", "print_passes", "profile", "slice"),
      "the file is a planning problem, and no model"),
     ("a mesh", ("run", "check", "prove", "output", "library", "compare", "pareto", "save_problem"),
      "--mesh only estimates what ranks take"),

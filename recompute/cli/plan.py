@@ -139,7 +139,7 @@ def report_plan(job: Job, step: Any) -> None:
         job.say(f"the plain step fits {human_bytes(planned.budget)}: nothing is recomputed" if planned.budget else
                 "nothing is recomputed")  # fmt: skip
     else:
-        how = "approximate" if planned.strategy == NO_PLAN else f"plan by {planned.strategy}"
+        how = "approximate" if planned.strategy == NO_PLAN else f"plan by {one_line(planned.strategy)}"
         text = f"{how}: {planned.overhead:+.2%} time"
         if planned.gap is not None:
             text += ", which is optimal" if planned.gap < 1e-9 else f", at most {planned.gap:.2%} above the optimum"

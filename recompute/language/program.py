@@ -286,6 +286,9 @@ class Program(Shown):
         other.take_origin(self)
         return other
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        return self.clone()
+
     def take_origin(self, other: Program) -> None:
         """Takes over where another program of the same model comes from: its forward pass, names and reasons."""
         self.aliases, self.tensors, self.source_path = dict(other.aliases), list(other.tensors), other.source_path

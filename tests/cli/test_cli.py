@@ -108,6 +108,12 @@ def test_what_draws_no_step_goes_with_no_picture(doing: str, tmp_path: Path, mon
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("option", ["--checkpoints=fc_1", "--strategy=auto", "--offload", "--slice=all:0:2"])
+def test_what_compiles_nothing_takes_no_plan(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MLP, "--look", option]) == 2
+    assert "compiles nothing" in capsys.readouterr().err
+
+
 def test_a_segmentation_network(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--option", "width=2", "--option", "image=16,32"]
     assert main(["unet", *options, "--batch", "1", "--checkpoints", "down?.out", "--run", "1"]) == 0
