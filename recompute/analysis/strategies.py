@@ -18,10 +18,11 @@ from ..passes.planners import plan_of
 from ..passes.planners.core.watch import Watch, watching
 from ..passes.planners.methods.auto import Auto, forget, frontier_of
 
-#: local search looks for plans at this share of the lowest peak found by cuts and blocks; its number of moves
-_LOWER, _MOVES = 0.93, 3000
-#: rounds of local search, after which it ends with the first round without improvement
-_PATIENCE = 4
+#: by what share of the lowest peak local search looks for lower ones, first and last: half as much where it finds none;
+#: its number of moves
+_LOWER, _FINEST, _MOVES = 0.07, 0.008, 3000
+#: rounds of local search for an effort of 1; how often it begins again with other random numbers, at most
+_ROUNDS, _AGAIN = 10, 4
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,22 @@ def lowest_plan(steps: Steps, batch: int, watch: Watch | None = None, slices: st
     watch.found = True  # plans from cuts and blocks
     point = lowest = next((p for p in frontier if p.cost <= most), None)
     try:
-        with watching(watch), contextlib.suppress(UsageError):  # proven: no plan has so low a peak
+        with watching(watch):
+            share, again = _LOWER, 0
             for number in itertools.count():
-                if lowest is None or (number and (watch.over or (number >= watch.effort and watch.seconds is None))):
+                done = watch.over or (number >= _ROUNDS * watch.effort and watch.seconds is None)
+                if lowest is None or again > _AGAIN or (number and done):
                     break
-                goal = problem.fixed + int((lowest.peak - problem.fixed) * _LOWER)
+                goal = problem.fixed + int((lowest.peak - problem.fixed) * (1 - share))
                 moves = int(_MOVES * min(1.0, watch.effort))
-                Auto(moves=moves, effort=0.0).refine(frontier, goal, number)
+                with contextlib.suppress(UsageError):  # proven: no plan has so low a peak
+                    Auto(moves=moves, effort=0.0).refine(frontier, goal, again)
                 lowest, before = next((p for p in frontier if p.cost <= most), None), lowest
-                if number >= _PATIENCE and lowest is before:
-                    break
                 point = lowest
+                if lowest is before:
+                    share /= 2
+                if share < _FINEST:
+                    share, again = _LOWER, again + 1
     except KeyboardInterrupt:
         watch.interrupted = True
         forget(problem)
