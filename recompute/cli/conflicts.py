@@ -39,9 +39,8 @@ _ADAPTERS = "--lora says what trains (train=NAMES in it: what else)"
 
 #: option or fact, options that it excludes, why
 EXCLUDED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints"),
-     "--look reads the file, and compiles nothing"),
-    ("look", ("checkpoints", "strategy", "plan", "offload", "allow", "slice", "save_plan", "save_problem", "profile",
+    ("look", (*_DOINGS, "estimate", "max_batch", "compare", "pareto", "mesh", "list_parameters", "list_checkpoints",
+     "checkpoints", "strategy", "plan", "offload", "allow", "slice", "save_plan", "save_problem", "profile",
      *_PICTURES), "--look reads the file, and compiles nothing"),
     ("look", ("input_shapes", "trainable", "freeze", "loss"), "--look says what holds without it"),
     *((name, ("estimate", *_PICTURES), f"{option(name)} is about many plans, and draws no step")

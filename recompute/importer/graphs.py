@@ -35,13 +35,15 @@ def graphs_of(a: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
     return a.graphs if a.type == onnx.AttributeProto.GRAPHS else ()
 
 
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and those inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for a in node.attribute:
-            for inner in graphs_of(a):
-                yield from all_graphs(inner)
+def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and all that are nested in it or in functions, each before those inside of it."""
+    yield model.graph
+    todo = [model.graph.node, *(f.node for f in model.functions)]
+    while todo:
+        for node in todo.pop():
+            for a in node.attribute:
+                yield from graphs_of(a)
+                todo += [g.node for g in graphs_of(a)]
 
 
 def rename_reads(node: onnx.NodeProto, names: Mapping[str, str], hidden: frozenset[str] = frozenset()) -> None:

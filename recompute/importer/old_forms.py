@@ -36,7 +36,7 @@ def after(model: onnx.ModelProto, opset: int, resized: Sequence[Sequence[str]]) 
 
 def _inner_first(model: onnx.ModelProto) -> Sequence[onnx.GraphProto]:
     """All graphs, in an order in which those inside stay where they are while the nodes around them are replaced."""
-    return list(all_graphs(model.graph))[::-1]
+    return list(all_graphs(model))[::-1]
 
 
 def _replace(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

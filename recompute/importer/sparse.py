@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 
 from ..errors import ModelError
 from ..language.types import DTYPES, PACKED, dtype_from_onnx, show_onnx_dtype
-from .graphs import graphs_of
+from .graphs import all_graphs
 from .limits import Budget
 from .tensors import tensor_array
 
@@ -20,25 +19,14 @@ def without_sparse(model: onnx.ModelProto, budget: Budget) -> onnx.ModelProto:
 
     ModelError for one of another element type, with external data, or with places outside of it.
     """
-    if not any(g.sparse_initializer for g in _graphs(model)):
+    if not any(g.sparse_initializer for g in all_graphs(model)):
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for graph in _graphs(copy):
+    for graph in all_graphs(copy):
         graph.initializer.extend(_dense(s, budget) for s in graph.sparse_initializer)
         del graph.sparse_initializer[:]
     return copy
-
-
-def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and all that are nested in it or in functions."""
-    yield model.graph
-    todo = [model.graph.node, *(f.node for f in model.functions)]
-    while todo:
-        for node in todo.pop():
-            for a in node.attribute:
-                yield from graphs_of(a)
-                todo += [g.node for g in graphs_of(a)]
 
 
 def _dense(sparse: onnx.SparseTensorProto, budget: Budget) -> onnx.TensorProto:

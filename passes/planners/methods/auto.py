@@ -101,8 +101,8 @@ class Auto(Planner):
         """
         problem, watch = frontier.problem, current()
         near = [g for g in frontier.refined if abs(budget - g) < _NEAR * (budget - problem.fixed)]
-        narrow = min((self._gap(frontier, g) for g in near), default=-math.inf) + _WIDER
-        again = not number and self._gap(frontier, budget) <= narrow
+        wider = (self._gap(frontier, budget) > self._gap(frontier, g) + _WIDER for g in near)
+        again = not number and bool(near) and not any(wider)
         # where the search asks again, the arena of what was good enough has missed the budget: then others are wanted
         ends_early = not (number or self.rounds or frontier.ended_early) and len(problem) > SOLVED_IN_PARTS
         frontier.refined.append(budget)
@@ -199,7 +199,9 @@ class Auto(Planner):
         if best is None:
             return math.inf
         bound = self.bound(frontier.problem, budget)
-        return best.cost / bound - 1 if bound else best.cost
+        if not bound:
+            return math.inf if best.cost else 0.0
+        return best.cost / bound - 1
 
 
 class Optimal(Auto):
